@@ -493,3 +493,176 @@ fn two_downloads_of_one_model_do_not_harm_each_other() {
         }
     });
 }
+
+/// The lines of `list --json`.
+fn listed(place: &Workplace, hub: &Running) -> Vec<Value> {
+    let text = pull(place, hub, &["list", "--json"], None)
+        .succeeded()
+        .text();
+    let value = |line: &str| serde_json::from_str(line).expect("JSON");
+    text.lines().map(value).collect()
+}
+
+fn names(list: &[Value]) -> Vec<&str> {
+    let names = list.iter().map(|model| model["name"].as_str());
+    names.map(|name| name.expect("a name")).collect()
+}
+
+#[test]
+fn a_pulled_model_opens_by_the_name_in_the_list_and_is_removed() {
+    let (place, bytes) = (Workplace::new(), model());
+    let mut hub = hub_of("chat-Q8_0.gguf", &bytes);
+    hub.files.insert("chat-Q4_0.gguf".into(), b"other".to_vec());
+    let hub = hub.run();
+    let path = pull(&place, &hub, &["pull", "org/name:Q8_0"], None)
+        .succeeded()
+        .text();
+    let list = listed(&place, &hub);
+    assert_eq!(names(&list), ["name"]);
+    assert_eq!(list[0]["path"], path.trim());
+    assert_eq!(list[0]["bytes"], bytes.len());
+    let text = pull(&place, &hub, &["list"], None).succeeded().text();
+    assert!(text.starts_with("name ") && text.contains("MiB"), "{text}");
+    let requests = hub.seen.lock().unwrap().len();
+    for name in ["name", "NAME", "org/name", "name:q8_0"] {
+        let run = ["run", name, "Once upon a time", "-n", "2", "--threads", "1"];
+        pull(&place, &hub, &run, None).succeeded();
+    }
+    pull(&place, &hub, &["run", "name"], None).failed(2, &["no prompt"]);
+    // A measurement names the file's hash.
+    let report = place.name("report.json");
+    let bench = [
+        "bench",
+        "name",
+        "--prompt",
+        "8",
+        "--gen",
+        "2",
+        "--threads",
+        "1",
+        "--json",
+        &report,
+    ];
+    pull(&place, &hub, &bench, None);
+    let report = std::fs::read_to_string(report).expect("a report");
+    assert!(report.contains(&hash(&bytes)), "{report}");
+    assert_eq!(hub.seen.lock().unwrap().len(), requests);
+    // With a second model, the name alone is ambiguous.
+    pull(&place, &hub, &["pull", "org/name:Q4_0"], None).succeeded();
+    assert_eq!(names(&listed(&place, &hub)), ["name:Q4_0", "name:Q8_0"]);
+    for command in ["rm", "inspect"] {
+        let outcome = pull(&place, &hub, &[command, "name"], None);
+        outcome.failed(2, &["several", "name:Q4_0, name:Q8_0"]);
+    }
+    // A wrong name removes nothing.
+    let both = ["rm", "name:Q8_0", "name:Q2_K"];
+    pull(&place, &hub, &both, None).failed(2, &["name:Q2_K"]);
+    let removed = pull(&place, &hub, &["rm", "name:Q8_0", "org/name:Q8_0"], None);
+    let said = removed.succeeded().text();
+    assert!(
+        said.contains("org/name:chat-Q8_0.gguf") && said.lines().count() == 1,
+        "{said}"
+    );
+    assert!(!std::path::Path::new(path.trim()).exists());
+    let blobs = place.path("cache/hub/models--org--name/blobs");
+    assert!(!blobs.join(hash(&bytes)).exists() && blobs.join(hash(b"other")).exists());
+    assert_eq!(names(&listed(&place, &hub)), ["name"]);
+    pull(&place, &hub, &["rm", "name"], None).succeeded();
+    assert!(!place.path("cache/hub/models--org--name").exists());
+    assert!(listed(&place, &hub).is_empty());
+    pull(&place, &hub, &["rm", "name"], None).failed(2, &["waterline list"]);
+}
+
+#[test]
+fn contents_that_another_model_has_stay() {
+    let place = Workplace::new();
+    let mut hub = hub_of("a.gguf", b"weights");
+    hub.files.insert("b.gguf".into(), b"weights".to_vec());
+    let hub = hub.run();
+    let path = |name| pull(&place, &hub, &["pull", name], None).succeeded().text();
+    let (first, second) = (path("org/name:a.gguf"), path("org/name:b.gguf"));
+    let removed = pull(&place, &hub, &["rm", "name:a"], None)
+        .succeeded()
+        .text();
+    assert!(removed.contains("0 B freed"), "{removed}");
+    assert!(!std::path::Path::new(first.trim()).exists());
+    assert_eq!(std::fs::read(second.trim()).expect("the file"), b"weights");
+    // A hard link, as where symbolic links are not allowed, leads to its contents too.
+    let blob = place
+        .path("cache/hub/models--org--name/blobs")
+        .join(hash(b"weights"));
+    std::fs::remove_file(second.trim()).expect("removed");
+    std::fs::hard_link(&blob, second.trim()).expect("a link");
+    let removed = pull(&place, &hub, &["rm", "name"], None).succeeded().text();
+    assert!(removed.contains("7 B freed"), "{removed}");
+    assert!(!blob.exists());
+}
+
+#[test]
+fn a_download_that_has_not_ended_is_listed_and_removed_unless_it_runs() {
+    let place = Workplace::new();
+    let hub = hub_of("m.gguf", b"bytes").run();
+    let folder = place.path("cache/hub/models--org--name/blobs");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let part = folder.join(format!("{}.incomplete", hash(b"bytes")));
+    std::fs::write(&part, "byt").expect("a file");
+    let list = listed(&place, &hub);
+    assert_eq!(names(&list), ["name"]);
+    assert_eq!(
+        (&list[0]["path"], &list[0]["bytes"]),
+        (&Value::Null, &json!(3))
+    );
+    let inspected = pull(&place, &hub, &["inspect", "name"], None);
+    inspected.failed(2, &["has not ended", "waterline pull org/name"]);
+    let locks = place.path("cache/hub/.locks/models--org--name");
+    std::fs::create_dir_all(&locks).expect("a folder");
+    let lock = std::fs::File::create(locks.join(format!("{}.lock", hash(b"bytes"))));
+    let lock = lock.expect("a lock");
+    lock.lock().expect("locked");
+    pull(&place, &hub, &["rm", "name"], None).failed(2, &["another process"]);
+    drop(lock);
+    pull(&place, &hub, &["rm", "name"], None).succeeded();
+    assert!(!part.exists());
+}
+
+#[test]
+fn a_directory_is_removed_and_one_name_of_two_repositories_is_refused() {
+    let place = Workplace::new();
+    let hub = Hub {
+        files: HashMap::from([
+            ("config.json".into(), b"{}".to_vec()),
+            ("model.safetensors".into(), b"weights".to_vec()),
+            ("rwkv_vocab.txt".into(), b"1 'a' 1".to_vec()),
+            ("tokenizer.model".into(), b"pieces".to_vec()),
+            ("merges.txt".into(), b"a b".to_vec()),
+            ("training.bin".into(), b"pickle".to_vec()),
+        ]),
+        ..Hub::default()
+    }
+    .run();
+    let path = pull(&place, &hub, &["pull", "org/name"], None)
+        .succeeded()
+        .text();
+    for name in ["rwkv_vocab.txt", "tokenizer.model", "merges.txt"] {
+        assert!(
+            std::path::Path::new(path.trim()).join(name).exists(),
+            "{name}"
+        );
+    }
+    assert_eq!(std::fs::read_dir(path.trim()).expect("a folder").count(), 5);
+    // A repository that another program downloaded, with its bytes in the snapshot itself.
+    let other = place.path("cache/hub/models--far--name/snapshots/ab");
+    std::fs::create_dir_all(&other).expect("a folder");
+    std::fs::write(other.join("m.gguf"), "weights").expect("a file");
+    std::fs::write(other.join("README.md"), "text").expect("a file");
+    assert_eq!(names(&listed(&place, &hub)), ["far/name", "org/name"]);
+    let outcome = pull(&place, &hub, &["rm", "name"], None);
+    outcome.failed(2, &["far/name, org/name"]);
+    let removed = pull(&place, &hub, &["rm", "far/name"], None)
+        .succeeded()
+        .text();
+    assert!(removed.contains("7 B freed"), "{removed}");
+    assert!(!other.join("m.gguf").exists() && other.join("README.md").exists());
+    pull(&place, &hub, &["rm", "org/name"], None).succeeded();
+    assert!(!place.path("cache/hub/models--org--name").exists());
+}

@@ -1,6 +1,6 @@
 //! The model that is built into the program, and the choice between it and a file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use waterline::internal::Checkpoint;
@@ -59,14 +59,8 @@ impl OpenArgs {
             copy: self.copy,
             mtp: self.mtp,
         };
-        #[cfg(feature = "pull")]
-        let downloaded = path
-            .and_then(crate::pull::on_hub)
-            .map(crate::pull::download)
-            .transpose()?;
-        #[cfg(feature = "pull")]
-        let path = downloaded.as_deref().or(path);
-        let checkpoint = match path {
+        let path = path.map(path_of).transpose()?;
+        let checkpoint = match path.as_deref() {
             Some(path) => Checkpoint::open_with(path, &options)
                 .map_err(|error| explain(path, error.into()))?,
             None => Checkpoint {
@@ -79,6 +73,17 @@ impl OpenArgs {
         }
         Ok(checkpoint)
     }
+}
+
+/// The path of the model that a word of the command line names.
+///
+/// # Errors
+/// The word names a model of a hub that cannot be downloaded, or several downloaded models.
+pub fn path_of(word: &Path) -> Result<PathBuf> {
+    #[cfg(feature = "pull")]
+    return crate::pull::resolved(word);
+    #[cfg(not(feature = "pull"))]
+    Ok(word.into())
 }
 
 /// Returns the file of the built-in model, if the program contains one.

@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// The examples of each command, a line each.
-const EXAMPLES: [(&str, &str); 19] = [
+const EXAMPLES: [(&str, &str); 21] = [
     (
         "chat",
         "waterline chat
@@ -47,6 +47,8 @@ waterline inspect model.gguf --json --context 32k",
         "waterline quantize model.gguf -o small.gguf --type q4_k",
     ),
     ("pull", "waterline pull org/name:Q4_K_M"),
+    ("list", "waterline list"),
+    ("rm", "waterline rm name"),
     ("verify", "waterline verify folder"),
     (
         "synth",

@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::flags;
 use crate::theirs::translated;
 use crate::units::in_words;
-use crate::wrong_model::{advice, is_like_a_model, quoted};
+use crate::wrong_model::{advice, is_like_a_model, is_pulled, quoted};
 
 /// Completes a command line: inserts an omitted command, `run` if there is a prompt and otherwise `chat`, and translates flags of other
 /// programs. Also returns notes on flags that change nothing.
@@ -26,7 +26,8 @@ pub fn complete(mut arguments: Vec<OsString>, known: &Command) -> (Vec<OsString>
                 !OWN_FLAGS.contains(&text.as_ref())
             } else {
                 let is_command = known.find_subcommand(first).is_some();
-                !is_command && (Path::new(first).exists() || text.starts_with("hf:"))
+                let is_model = || text.starts_with("hf:") || is_pulled(&text);
+                !is_command && (Path::new(first).exists() || is_model())
             }
         }
     };

@@ -75,7 +75,8 @@ Exit status:
   2    bad usage, or a file that cannot be read or used
   130  interrupted by Ctrl-C, or ended by SIGTERM or SIGHUP
 
-A model is a GGUF file, a Hugging Face directory, or hf:org/name, which is downloaded. Without one, the built-in model is used.";
+A model is a GGUF file, a Hugging Face directory, hf:org/name, which is downloaded, or a name that waterline list shows. Without one, the
+built-in model is used.";
 
 /// Recurrent and hybrid language models in fixed memory.
 ///
@@ -102,6 +103,10 @@ enum Command {
     Quantize(quantize::Args),
     #[cfg(feature = "pull")]
     Pull(pull::Args),
+    #[cfg(feature = "pull")]
+    List(pull::list::Args),
+    #[cfg(feature = "pull")]
+    Rm(pull::rm::Args),
     Verify(verify::Args),
     Synth(synth::Args),
     Eval(eval::Args),
@@ -158,6 +163,10 @@ fn main() -> ExitCode {
         Command::Quantize(args) => quantize::run(&args),
         #[cfg(feature = "pull")]
         Command::Pull(args) => pull::run(&args),
+        #[cfg(feature = "pull")]
+        Command::List(args) => pull::list::run(&args),
+        #[cfg(feature = "pull")]
+        Command::Rm(args) => pull::rm::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Eval(args) => eval::run(&args),

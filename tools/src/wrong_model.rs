@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use waterline_quant::gguf::Gguf;
 
 use crate::error::Error;
+#[cfg(feature = "pull")]
+pub use crate::pull::is_pulled;
 
 /// Python pickles. Opening a pickle runs code, so none is read.
 const PICKLES: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
@@ -20,12 +22,18 @@ pub fn explain(path: &Path, error: Error) -> Error {
     }
 }
 
-/// Whether `word` looks like a model rather than text: it exists, or it could be a model's path.
+/// Whether `word` looks like a model rather than text: it exists, it is the name of a downloaded model, or it could be a model's path.
 pub fn is_like_a_model(word: &Path) -> bool {
     let text = word.to_string_lossy();
     let known = |kind: &str| kind == "gguf" || is_one_of(kind, &PICKLES) || is_one_of(kind, &PARTS);
     let like_a_path = text.contains(['/', '\\']) || known(&extension(word));
-    like_a_path && !text.contains(char::is_whitespace) || word.exists()
+    like_a_path && !text.contains(char::is_whitespace) || word.exists() || is_pulled(&text)
+}
+
+/// Whether a word is the name of downloaded models.
+#[cfg(not(feature = "pull"))]
+pub fn is_pulled(_: &str) -> bool {
+    false
 }
 
 /// Returns the kind of `path` and the command that helps; `None` if the kind is unknown.

@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use waterline::{Canceller, SamplerParams};
 
-use crate::builtin::OpenArgs;
+use crate::builtin::{OpenArgs, path_of};
 use crate::clocks::Begun;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
@@ -230,6 +230,8 @@ fn measure(
         depths,
         gpu: session.gpu(),
     };
+    let path = path.map(path_of).transpose()?;
+    let path = path.as_deref();
     let checkpoint = args.open.checkpoint(path)?;
     let mut provenance = Provenance::new(path, &checkpoint)?;
     drop(checkpoint);

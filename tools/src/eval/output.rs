@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use waterline::Model;
 
 use super::ablation::{Mechanism, ablate};
-use crate::builtin::OpenArgs;
+use crate::builtin::{OpenArgs, path_of};
 use crate::error::{Error, Result};
 use crate::provenance::Provenance;
 use crate::text::json_line;
@@ -80,6 +80,8 @@ pub fn open(
     path: Option<&Path>,
     without: &[Mechanism],
 ) -> Result<(Arc<Model>, Provenance)> {
+    let path = path.map(path_of).transpose()?;
+    let path = path.as_deref();
     let mut checkpoint = args.checkpoint(path)?;
     let from = Provenance::new(path, &checkpoint)?;
     for &mechanism in without {

@@ -52,14 +52,8 @@ pub fn choose(name: &str, files: &[File], wanted: Option<&str>) -> Result<Choice
             "{name}: of each of its GGUF files a part is not listed"
         )));
     }
-    let is_needed = |file: &&File| {
-        DIRECTORY.iter().any(|end| file.name.ends_with(end)) && !file.name.contains('/')
-    };
-    let needed: Vec<File> = files.iter().filter(is_needed).cloned().collect();
-    let has_weights = needed
-        .iter()
-        .any(|file| file.name.ends_with(".safetensors"));
-    if has_weights {
+    let needed = directory(files);
+    if !needed.is_empty() {
         Ok(Choice {
             files: needed,
             path: None,
@@ -72,9 +66,24 @@ pub fn choose(name: &str, files: &[File], wanted: Option<&str>) -> Result<Choice
     }
 }
 
+/// The files of a Hugging Face directory; none if it has no weights.
+pub fn directory(files: &[File]) -> Vec<File> {
+    let is_needed = |file: &&File| {
+        DIRECTORY.iter().any(|end| file.name.ends_with(end)) && !file.name.contains('/')
+    };
+    let mut needed: Vec<File> = files.iter().filter(is_needed).cloned().collect();
+    if !needed
+        .iter()
+        .any(|file| file.name.ends_with(".safetensors"))
+    {
+        needed.clear();
+    }
+    needed
+}
+
 /// A GGUF file, or the listed parts of a split one.
 #[derive(Clone)]
-struct Model {
+pub struct Model {
     /// The parts by their numbers, from 0.
     parts: BTreeMap<usize, File>,
     count: usize,
@@ -89,12 +98,17 @@ impl Model {
     }
 
     /// The name of the first listed part.
-    fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.parts.values().next().map_or("", |file| &file.name)
     }
 
+    /// The listed parts.
+    pub fn files(&self) -> impl Iterator<Item = &File> {
+        self.parts.values()
+    }
+
     /// The number of a part that is not listed, if there is one.
-    fn missing(&self) -> Option<usize> {
+    pub fn missing(&self) -> Option<usize> {
         (self.parts.len() != self.count)
             .then(|| (0..self.count).find(|part| !self.parts.contains_key(part)))?
     }
@@ -106,7 +120,7 @@ impl Model {
 
     fn choice(&self, note: Option<String>) -> Choice {
         Choice {
-            files: self.parts.values().cloned().collect(),
+            files: self.files().cloned().collect(),
             path: Some(self.name().into()),
             note,
         }
@@ -114,7 +128,7 @@ impl Model {
 }
 
 /// The GGUF files that are language models, with the parts of each together.
-fn models(files: &[File]) -> Vec<Model> {
+pub fn models(files: &[File]) -> Vec<Model> {
     let mut models: Vec<Model> = Vec::new();
     let mut splits: HashMap<(&str, usize), usize> = HashMap::new();
     for file in files.iter().filter(|file| is_model(&file.name)) {
@@ -144,10 +158,9 @@ fn is_model(name: &str) -> bool {
     !is_draft && !["mmproj", "imatrix"].iter().any(|part| stem.contains(part))
 }
 
-/// The model with the file `wanted`, or else with this word in its name, or with this part of a name. F16 is no part of BF16, nor Q4 of
-/// IQ4.
+/// The model with the file `wanted`, or else with this word in its name, or with this part of a name.
 fn named<'a>(models: &'a [Model], files: &[File], wanted: &str) -> Option<Cow<'a, Model>> {
-    let has_file = |model: &&Model| model.parts.values().any(|file| file.name == wanted);
+    let has_file = |model: &&Model| model.files().any(|file| file.name == wanted);
     if let Some(model) = models.iter().find(has_file) {
         return Some(Cow::Borrowed(model));
     }
@@ -157,25 +170,34 @@ fn named<'a>(models: &'a [Model], files: &[File], wanted: &str) -> Option<Cow<'a
     {
         return Some(Cow::Owned(Model::of(file)));
     }
-    let wanted = wanted.to_lowercase();
-    let find = |is_end: fn(Option<char>, Option<char>) -> bool| {
-        let matches = |model: &&Model| {
-            let name = model.name().to_lowercase();
-            name.match_indices(&wanted).any(|(at, found)| {
-                let before = name[..at].chars().next_back();
-                is_end(before, name[at + found.len()..].chars().next())
-            })
-        };
-        models.iter().find(matches).map(Cow::Borrowed)
+    let find = |matches: fn(&str, &str) -> bool| {
+        let found = models.iter().find(|model| matches(model.name(), wanted));
+        found.map(Cow::Borrowed)
     };
-    let is_word = |before: Option<char>, after: Option<char>| {
-        let ends = |c: Option<char>, more: &str| {
-            c.is_none_or(|c| !c.is_alphanumeric() && !more.contains(c))
-        };
+    find(has_word).or_else(|| find(has_part))
+}
+
+/// Whether a name has this word, in any case. Q4_K is no word of Q4_K_M.
+pub fn has_word(name: &str, word: &str) -> bool {
+    let ends =
+        |c: Option<char>, more: &str| c.is_none_or(|c| !c.is_alphanumeric() && !more.contains(c));
+    occurs(name, word, |before, after| {
         ends(before, "") && ends(after, "_")
-    };
-    let is_part = |before: Option<char>, _: Option<char>| !matches!(before, Some('b' | 'i'));
-    find(is_word).or_else(|| find(is_part))
+    })
+}
+
+/// Whether a name has this part, in any case. F16 is no part of BF16, nor Q4 of IQ4.
+fn has_part(name: &str, part: &str) -> bool {
+    occurs(name, part, |before, _| !matches!(before, Some('b' | 'i')))
+}
+
+/// Whether a part of a name is found between characters that `is_end` allows before and after it.
+fn occurs(name: &str, part: &str, is_end: impl Fn(Option<char>, Option<char>) -> bool) -> bool {
+    let (name, part) = (name.to_lowercase(), part.to_lowercase());
+    name.match_indices(&part).any(|(at, found)| {
+        let before = name[..at].chars().next_back();
+        is_end(before, name[at + found.len()..].chars().next())
+    })
 }
 
 /// Chooses the largest quantization that takes at most half of the free memory, or else the smallest file.

@@ -80,7 +80,7 @@ impl Sibling {
     }
 }
 
-fn is_hex(text: &str) -> bool {
+pub fn is_hex(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
@@ -97,6 +97,13 @@ fn home() -> Option<PathBuf> {
         let caches = caches().or_else(|| Some(user()?.join(".cache")))?;
         Some(caches.join("huggingface"))
     })
+}
+
+/// The cache that the environment names.
+pub fn cache() -> Result<PathBuf> {
+    let cache = set("HF_HUB_CACHE").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(home()?.join("hub")));
+    cache.ok_or_else(|| Error::usage("HF_HOME: expected the folder of the cache"))
 }
 
 /// The value of an environment variable, if it is not empty.
@@ -118,10 +125,7 @@ fn token() -> Option<String> {
 impl Hub {
     /// Sets up the repository `name`, with the hub and the cache that the environment names.
     pub fn new(name: &str) -> Result<Self> {
-        let cache = set("HF_HUB_CACHE").map(PathBuf::from);
-        let cache = cache.or_else(|| Some(home()?.join("hub")));
-        let cache =
-            cache.ok_or_else(|| Error::usage("HF_HOME: expected the folder of the cache"))?;
+        let cache = cache()?;
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let endpoint = endpoint.trim_end_matches('/');
         let folder = format!("models--{}", name.replace('/', "--"));
@@ -153,7 +157,7 @@ impl Hub {
         let sha = fs::read_to_string(self.folder.join("refs/main")).ok()?;
         let snapshot = self.folder.join("snapshots").join(&sha);
         let mut files = Vec::new();
-        add_cached(&snapshot, "", 0, &mut files);
+        add_cached(&snapshot, &self.folder.join("blobs"), "", 0, &mut files);
         (is_hex(&sha) && !files.is_empty()).then_some(Revision { files, sha })
     }
 
@@ -228,7 +232,7 @@ impl Hub {
             }
             fs::rename(&part, &blob).map_err(|e| Error::io(&blob, e))?;
         }
-        if !is_link_to(&place, &blob) {
+        if contents(&place, &blobs) != fs::canonicalize(&blob).ok() {
             let _ = fs::remove_file(&place);
             link(&blob, &place, Path::new(&file.name).components().count())
                 .map_err(|e| Error::io(&place, e))?;
@@ -244,10 +248,10 @@ impl Hub {
 }
 
 /// Adds the files of a folder of a snapshot, whose names begin with `prefix`.
-fn add_cached(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<File>) {
+pub fn add_cached(folder: &Path, blobs: &Path, prefix: &str, depth: usize, files: &mut Vec<File>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let file = || -> Option<File> {
-            let blob = fs::canonicalize(entry.path()).ok()?;
+            let blob = contents(&entry.path(), blobs)?;
             Some(File {
                 name: format!("{prefix}{}", entry.file_name().to_str()?),
                 size: fs::metadata(&blob).ok().map(|found| found.len()),
@@ -258,7 +262,7 @@ fn add_cached(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<File>) 
             Ok(found) if found.is_file() => files.extend(file()),
             Ok(found) if found.is_dir() && depth < DEEPEST => {
                 let prefix = format!("{prefix}{}/", entry.file_name().to_string_lossy());
-                add_cached(&entry.path(), &prefix, depth + 1, files);
+                add_cached(&entry.path(), blobs, &prefix, depth + 1, files);
             }
             _ => {}
         }
@@ -267,25 +271,31 @@ fn add_cached(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<File>) 
 
 /// Locks the contents of a file against other downloads, also those of the hub's own program.
 fn lock(path: &Path, file: &File) -> Result<fs::File> {
+    let (lock, is_free) = try_lock(path)?;
+    if !is_free {
+        if std::io::stderr().is_terminal() {
+            let name = shown_line(&file.name, 60);
+            eprintln!("note: waiting for another download of {name}");
+        }
+        lock.lock().map_err(|error| Error::io(path, error))?;
+    }
+    Ok(lock)
+}
+
+/// Opens a lock. Returns whether it was free, in which case it is held until the file is closed.
+pub fn try_lock(path: &Path) -> Result<(fs::File, bool)> {
     let io = |error| Error::io(path, error);
     let mut options = fs::File::options();
     let lock = options.create(true).truncate(false).write(true).open(path);
     let lock = lock.map_err(io)?;
     match lock.try_lock() {
-        Err(fs::TryLockError::WouldBlock) => {
-            if std::io::stderr().is_terminal() {
-                let name = shown_line(&file.name, 60);
-                eprintln!("note: waiting for another download of {name}");
-            }
-            lock.lock().map_err(io)?;
-        }
+        Err(fs::TryLockError::WouldBlock) => Ok((lock, false)),
         // A file system without locks.
         Err(fs::TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => {
-            return Err(io(error));
+            Err(io(error))
         }
-        _ => {}
+        _ => Ok((lock, true)),
     }
-    Ok(lock)
 }
 
 /// A path in an address: everything but letters, digits and a few marks as bytes in hexadecimal digits.
@@ -301,14 +311,31 @@ fn escaped(path: &str) -> String {
     address
 }
 
-/// Whether a file of a snapshot has the contents of a blob.
-fn is_link_to(place: &Path, blob: &Path) -> bool {
-    if cfg!(unix) {
-        fs::canonicalize(place).is_ok_and(|place| fs::canonicalize(blob).is_ok_and(|b| b == place))
-    } else {
-        // Hard links have no target to compare.
-        place.exists()
+/// The blob that a file of a snapshot is a link to; the file itself if another program stored its bytes there.
+pub fn contents(place: &Path, blobs: &Path) -> Option<PathBuf> {
+    let file = fs::canonicalize(place).ok()?;
+    if fs::canonicalize(blobs).is_ok_and(|blobs| file.starts_with(blobs)) {
+        return Some(file);
     }
+    let found = fs::metadata(&file).ok()?;
+    let entries = fs::read_dir(blobs).into_iter().flatten().flatten();
+    let is_same = |blob: &PathBuf| fs::metadata(blob).is_ok_and(|blob| is_one(&found, &blob));
+    let mut blobs = entries.map(|entry| entry.path());
+    Some(blobs.find(is_same).unwrap_or(file))
+}
+
+/// Whether two hard links lead to one file.
+#[cfg(unix)]
+fn is_one(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// Whether two hard links lead to one file. The system's number of a file is not in the standard library, its times are.
+#[cfg(not(unix))]
+fn is_one(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    let facts = |file: &fs::Metadata| (file.len(), file.modified().ok(), file.created().ok());
+    facts(one) == facts(other)
 }
 
 /// Creates a link from a snapshot to a blob, relative like Hugging Face's. `depth` counts the folders below the

@@ -3,12 +3,16 @@
 mod choice;
 mod client;
 mod hub;
+pub mod list;
+mod pulled;
+pub mod rm;
 mod transfer;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::error::{Error, Result};
+use crate::text::shown;
 use hub::Hub;
 
 /// Prefixes of a model's name on the hub.
@@ -34,9 +38,36 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model's name on the hub, if the path has a prefix of one.
-pub fn on_hub(path: &Path) -> Option<&str> {
-    without_scheme(path.to_str()?)
+/// The path of the model that a word names: `hf:org/name` is downloaded, the name of a downloaded model leads to it, and everything else
+/// is a path itself.
+///
+/// # Errors
+/// The download fails, several models have the name, or the model is incomplete.
+pub fn resolved(word: &Path) -> Result<PathBuf> {
+    let Some(text) = word.to_str() else {
+        return Ok(word.into());
+    };
+    if let Some(name) = without_scheme(text) {
+        return download(name);
+    }
+    if word.exists() {
+        return Ok(word.into());
+    }
+    let Some(model) = pulled::find(text)? else {
+        return Ok(word.into());
+    };
+    model.path.ok_or_else(|| {
+        let reason = format!(
+            "its download has not ended; waterline pull {} continues it",
+            model.repository
+        );
+        Error::usage(shown(&format!("{text}: {reason}")))
+    })
+}
+
+/// Whether a word is the name of downloaded models.
+pub fn is_pulled(word: &str) -> bool {
+    !matches!(pulled::find(word), Ok(None))
 }
 
 fn without_scheme(text: &str) -> Option<&str> {
