@@ -75,6 +75,15 @@ fn failures_are_sentences_and_the_conversation_goes_on() {
         "/load".into(),
         format!("/load {foreign}"),
         format!("/load {}", place.name("absent")),
+        "/read".into(),
+        format!("/read {}", place.name("absent")),
+        format!("/read {}", place.home.path().display()),
+        format!("/read {}", talk.model),
+        "/export".into(),
+        format!("/export {}", place.name("export")),
+        "/edit".into(),
+        "/copy".into(),
+        format!("/model {foreign}"),
     ];
     for command in &commands {
         let failed = talk.say(format!("{command}\nhello\nand then?\n"));
@@ -382,4 +391,88 @@ fn a_long_message_is_read_whole() {
         .next()
         .unwrap();
     assert!(position.parse::<u64>().unwrap() > 3000, "{position}");
+}
+
+#[test]
+fn the_text_of_a_file_goes_in_front_of_the_next_message() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let file = place.file("my notes.txt", "\u{feff}one\ntwo\n\n");
+    let name = file.display().to_string().replace(' ', "\\ ");
+    let read = talk.say(format!("/read {name}\nhello\nand then?\n"));
+    assert!(
+        read.stderr.contains("tokens go in front"),
+        "{}",
+        read.stderr
+    );
+    // The file's text is in one message only.
+    let typed = talk.answers("one\\\ntwo\\\n\\\nhello\nand then?\n");
+    assert_eq!(read.text(), typed);
+    assert_ne!(typed, talk.answers("hello\nand then?\n"));
+    let left = talk.answers(format!("/read {name}\n/clear\nhello\n"));
+    assert_eq!(left, talk.answers("hello\n"));
+}
+
+#[test]
+fn a_file_that_is_no_text_or_too_large_is_refused() {
+    let place = Workplace::new();
+    let mut talk = Talk::new(&place, "qwen35-tiny");
+    talk.flags.extend(["--context", "256"]);
+    let plain = talk.answers("hello\n");
+    let binary = place.path("binary");
+    std::fs::write(&binary, [b'a', 0xff]).expect("a file");
+    let long = place.file("long", &"word ".repeat(400));
+    let huge = place.path("huge");
+    let empty = std::fs::File::create(&huge).expect("a file");
+    empty.set_len(1 << 40).expect("a size");
+    for (path, reason) in [
+        (&binary, "not UTF-8: byte 1"),
+        (&long, "the context has room for 256"),
+        (&huge, "expected at most 16.0 MiB"),
+    ] {
+        let said = talk.say(format!("/read {}\nhello\n", path.display()));
+        assert_eq!((said.status, said.text()), (Some(1), plain.clone()));
+        assert!(said.stderr.contains(reason), "{}", said.stderr);
+    }
+}
+
+#[test]
+fn a_conversation_is_exported_as_text() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let file = place.path("talk.txt");
+    let export = format!("/export {}", file.display());
+    let answer = talk.answers(format!("/system Be brief.\nhello\n{export}\n"));
+    let text = std::fs::read_to_string(&file).expect("the file");
+    assert!(
+        text.starts_with("system:\nBe brief.\n\nuser:\nhello\n\nassistant:\n"),
+        "{text}"
+    );
+    assert!(text.ends_with(&format!("{}\n", answer.trim())), "{text}");
+    // A file is never replaced.
+    let again = talk.say(format!("hello\n{export}\n"));
+    assert_eq!(again.status, Some(1));
+    assert!(again.stderr.contains("exists"), "{}", again.stderr);
+    assert_eq!(std::fs::read_to_string(&file).expect("the file"), text);
+}
+
+#[test]
+fn another_model_continues_the_conversation() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let other = place.model("gdn-tiny").display().to_string();
+    let file = place.path("talk.txt");
+    let said = talk.say(format!(
+        "/system Be brief.\nhello\n/model {other}\n/model\nand then?\n/export {}\n/stats\n",
+        file.display()
+    ));
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    for part in ["gdn-tiny.gguf: 3 messages are read", "messages   5"] {
+        assert!(said.stderr.contains(part), "{part}: {}", said.stderr);
+    }
+    let text = std::fs::read_to_string(&file).expect("the file");
+    assert_eq!(text.matches("\nassistant:\n").count(), 2, "{text}");
+    // Forks are states of one model.
+    let forked = talk.say(format!("hello\n/fork aside\n/model {other}\n"));
+    assert!(forked.stderr.contains("forks"), "{}", forked.stderr);
 }

@@ -404,6 +404,39 @@ fn turns_can_be_taken_back_repeated_and_saved() {
 }
 
 #[test]
+fn the_last_message_is_edited_and_the_answer_is_copied() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let mut command = place.command(["chat".as_ref(), model.as_os_str()]);
+    command
+        .args(["-n", "6", "--seed", "3", "--ignore-eos"])
+        .env_remove("VISUAL")
+        .env("EDITOR", "sed -i s/hello/bye/");
+    let mut person = Person::starts(command);
+    person.commands("/copy", "nothing has been answered yet");
+    person.commands("/edit", "nothing has been said yet");
+    person.says("well hello");
+    person.types("/edit");
+    person.sees_position();
+    person.sees_prompt();
+    person.commands("/edit", "as it was");
+    person.types("/copy");
+    person.sees("\x1b]52;c;");
+    let copied = person.sees("\x07");
+    person.sees("OSC 52");
+    person.sees_prompt();
+    let file = place.path("talk.txt");
+    person.commands(&format!("/export {}", file.display()), "written");
+    let text = std::fs::read_to_string(&file).expect("the file");
+    let (asked, answer) = text.split_once("\n\nassistant:\n").expect("an answer");
+    assert_eq!(asked, "user:\nwell bye");
+    let copied = waterline::internal::base64::decode(&copied).expect("base64");
+    assert_eq!(String::from_utf8(copied).expect("text"), answer.trim());
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
 fn colours_are_for_terminals_without_no_color() {
     let place = Workplace::new();
     let model = place.model("gdn-tiny");

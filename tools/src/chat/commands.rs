@@ -1,174 +1,20 @@
 //! The slash commands.
 
+use std::path::PathBuf;
+
+use super::attached::Attached;
 use super::completion;
 use super::conversation::Conversation;
+use super::export;
 use super::forks::Forks;
+use super::help::{self, COMMANDS, Command};
 use super::screen::Screen;
 use super::sessions::{Saved, Sessions, title_of};
-use super::{gauge, settings};
+use super::{clipboard, edit, gauge, settings};
 use crate::bench::TransformerCache;
 use crate::error::{Error, Result};
 use crate::units::{bytes, rounded, thousands};
 use crate::write_model::check_output;
-
-/// A command: its names, arguments and description.
-pub struct Help {
-    command: Command,
-    /// The first name is listed; the others are aliases.
-    pub names: &'static [&'static str],
-    /// Arguments, empty if the command takes no arguments.
-    pub arguments: &'static str,
-    /// Description.
-    about: &'static str,
-}
-
-#[derive(Clone, Copy)]
-enum Command {
-    Help,
-    System,
-    Prompt,
-    Clear,
-    Regenerate,
-    Undo,
-    Fork,
-    Save,
-    Replace,
-    Load,
-    Sessions,
-    Resume,
-    Delete,
-    Rename,
-    State,
-    Set,
-    Sampling,
-    Stats,
-    Quit,
-}
-
-const fn help(
-    command: Command,
-    names: &'static [&'static str],
-    arguments: &'static str,
-    about: &'static str,
-) -> Help {
-    Help {
-        command,
-        names,
-        arguments,
-        about,
-    }
-}
-
-/// All commands.
-pub const COMMANDS: [Help; 19] = [
-    help(Command::Help, &["help", "?"], "", "list the commands"),
-    help(
-        Command::System,
-        &["system"],
-        "[TEXT]",
-        "set the instructions or show them; none removes them",
-    ),
-    help(
-        Command::Prompt,
-        &["prompt"],
-        "",
-        "show everything that the model has read, with the template's text",
-    ),
-    help(
-        Command::Clear,
-        &["clear", "new"],
-        "",
-        "begin a new conversation",
-    ),
-    help(
-        Command::Regenerate,
-        &["regen", "retry"],
-        "",
-        "another answer to the last message",
-    ),
-    help(
-        Command::Undo,
-        &["undo"],
-        "",
-        "undo the last message and its answer",
-    ),
-    help(
-        Command::Fork,
-        &["fork"],
-        "[NAME]",
-        "switch to the fork NAME (created if it is new), or list the forks",
-    ),
-    help(
-        Command::Save,
-        &["save"],
-        "[FILE]",
-        "save the conversation to FILE, or under a title made of its first words",
-    ),
-    help(
-        Command::Replace,
-        &["save!"],
-        "FILE",
-        "save the conversation and replace FILE",
-    ),
-    help(
-        Command::Load,
-        &["load"],
-        "FILE",
-        "continue the conversation in FILE, or the one with that title",
-    ),
-    help(
-        Command::Sessions,
-        &["sessions"],
-        "[N]",
-        "list the saved conversations, or continue number N",
-    ),
-    help(
-        Command::Resume,
-        &["resume"],
-        "",
-        "continue the last conversation",
-    ),
-    help(
-        Command::Delete,
-        &["delete"],
-        "N",
-        "remove the saved conversation N of /sessions",
-    ),
-    help(
-        Command::Rename,
-        &["rename"],
-        "N NAME",
-        "name the saved conversation N of /sessions",
-    ),
-    help(
-        Command::State,
-        &["state"],
-        "[--all]",
-        "show the contents of the session's memory; --all: every tensor",
-    ),
-    help(
-        Command::Set,
-        &["set"],
-        "[KEY VALUE]",
-        "change a setting, or list them",
-    ),
-    help(
-        Command::Sampling,
-        &["sampling"],
-        "",
-        "show the sampling parameters, and those that the model's files state",
-    ),
-    help(Command::Stats, &["stats"], "", "tokens and times so far"),
-    help(
-        Command::Quit,
-        &["quit", "exit", "bye"],
-        "",
-        "leave, as Ctrl-D",
-    ),
-];
-
-const KEYS: &str = "A backslash at the end of a line, or Alt-Enter, begins a new line; so does Enter between \"\"\" and \"\"\". \
-                    Tab completes commands and what follows them. Ctrl-C stops an answer.";
 
 /// The next step after a command.
 pub enum Action {
@@ -178,6 +24,10 @@ pub enum Action {
     Say(String),
     /// Answer the last message again.
     Again,
+    /// Send this message instead of the last one.
+    Instead(String),
+    /// Continue with the model of this name or path.
+    Model(PathBuf),
     /// Leave.
     Quit,
 }
@@ -188,6 +38,8 @@ pub struct Commands {
     pub forks: Forks,
     /// The conversations in the user's folder.
     pub sessions: Sessions,
+    /// The texts of files for the next message.
+    pub attached: Attached,
 }
 
 impl Commands {
@@ -196,6 +48,7 @@ impl Commands {
         Commands {
             forks: Forks::new(),
             sessions,
+            attached: Attached::default(),
         }
     }
 
@@ -219,15 +72,30 @@ impl Commands {
             return Err(Error::usage(reason));
         }
         let said = match known.command {
-            Command::Help => list_commands(),
+            Command::Help => help::list(),
             Command::System => system(rest, conversation)?,
             Command::Prompt => prompt(conversation)?,
             Command::Clear => {
                 conversation.clear()?;
                 self.sessions.begin();
+                self.attached = Attached::default();
                 "the conversation is empty".into()
             }
             Command::Regenerate => return Ok(Action::Again),
+            Command::Edit => match edit::last_message(conversation, screen)? {
+                Some(text) => return Ok(Action::Instead(text)),
+                None => "the message is as it was".into(),
+            },
+            Command::Read => self.attached.add(rest, conversation)?,
+            Command::Copy => clipboard::copy(conversation, screen)?,
+            Command::Export => export::write(rest, conversation)?,
+            Command::Model if rest.is_empty() => conversation.session().model().file().into(),
+            Command::Model if !self.forks.names().is_empty() => {
+                let reason =
+                    "/model: the forks are states of this model, which another cannot continue";
+                return Err(Error::usage(reason));
+            }
+            Command::Model => return Ok(Action::Model(completion::path(rest))),
             Command::Undo => match conversation.undo()? {
                 Some(text) => format!("taken back: {}", first_line(&text)),
                 None => return Err(Error::usage("nothing has been said yet")),
@@ -385,25 +253,6 @@ fn system(text: &str, conversation: &mut Conversation) -> Result<String> {
             "the instructions are set".into()
         }
     })
-}
-
-fn list_commands() -> String {
-    let line = |help: &Help| {
-        let usage = format!("/{} {}", help.names[0], help.arguments);
-        let others: Vec<String> = help.names[1..]
-            .iter()
-            .map(|name| format!("/{name}"))
-            .collect();
-        let others = if others.is_empty() {
-            String::new()
-        } else {
-            format!(" ({})", others.join(", "))
-        };
-        format!("{usage:<18} {}{others}", help.about)
-    };
-    let mut lines: Vec<String> = COMMANDS.iter().map(line).collect();
-    lines.push(KEYS.into());
-    lines.join("\n")
 }
 
 fn first_line(text: &str) -> &str {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustyline::completion::{FilenameCompleter, unescape};
 
-use super::commands::COMMANDS;
+use super::help::COMMANDS;
 use super::settings;
 
 /// The position where the completed word starts, and the candidates.
@@ -31,7 +31,7 @@ pub fn complete(line: &str, forks: &[String]) -> Completions {
         "/fork" => of(&mut forks.iter().map(String::as_str)),
         "/state" => of(&mut ["--all"].into_iter()),
         "/system" => of(&mut ["none"].into_iter()),
-        "/load" | "/save" | "/save!" => {
+        "/load" | "/save" | "/save!" | "/read" | "/export" | "/model" => {
             let found = FilenameCompleter::new().complete_path(line, line.len());
             let (start, pairs) = found.unwrap_or_default();
             (

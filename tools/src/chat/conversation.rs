@@ -103,6 +103,42 @@ impl Conversation {
         said.next().map(|message| message.content.as_str())
     }
 
+    /// The user's last message.
+    pub fn last_message(&self) -> Option<&str> {
+        let mut said = self.messages().iter().rev();
+        let message = said.find(|message| message.role == Role::User)?;
+        Some(&message.content)
+    }
+
+    /// The last answer without its thoughts; with them if there is nothing else.
+    pub fn last_answer(&self) -> Result<Option<String>> {
+        let mut answers = self.messages().iter().rev();
+        let Some(message) = answers.find(|message| message.role == Role::Assistant) else {
+            return Ok(None);
+        };
+        let (mut parser, mut read) = (self.parser()?, Answer::default());
+        let parts = parser.push(&message.content);
+        let rest = parser.finish(false);
+        parts.iter().chain(&rest).for_each(|part| read.add(part));
+        let content = [&read.content, &message.content];
+        let texts = content.map(|text| text.trim());
+        Ok(texts
+            .into_iter()
+            .find(|text| !text.is_empty())
+            .map(String::from))
+    }
+
+    /// The number of tokens of a text.
+    pub fn count_tokens(&self, text: &str) -> Result<usize> {
+        Ok(self.session.model().tokenizer()?.encode(text)?.len())
+    }
+
+    /// The tokens for which the context has room; `None` without a limit.
+    pub fn room(&self) -> Option<usize> {
+        let context = self.context.filter(|_| !self.forgets())?;
+        Some(context.saturating_sub(self.session.position() as usize))
+    }
+
     /// The instructions (system prompt) of the conversation.
     pub fn system(&self) -> Option<&str> {
         let first = self.messages().first()?;
@@ -343,8 +379,9 @@ impl Conversation {
         Ok(self.chat.undo(&mut self.session)?)
     }
 
-    /// Removes the last answer and generates another one. The sampler's random numbers continue, so the answer can differ.
-    pub fn say_again(&mut self, screen: &mut Screen) -> Result<Reply> {
+    /// Removes the last answer and generates another one, to `text` if the message is another. The sampler's random numbers continue,
+    /// so the answer can differ.
+    pub fn say_again(&mut self, text: Option<String>, screen: &mut Screen) -> Result<Reply> {
         let asked = self
             .messages()
             .iter()
@@ -354,7 +391,10 @@ impl Conversation {
         };
         let parser = self.parser()?;
         let clock = Instant::now();
-        let messages = self.messages()[..=asked].to_vec();
+        let mut messages = self.messages()[..=asked].to_vec();
+        if let Some(text) = text {
+            messages[asked] = Message::new(Role::User, text);
+        }
         let read = self.read(messages, clock)?;
         let reply = self.answer(parser, screen, clock)?;
         self.run_tools(Reply { read, ..reply }, screen)
@@ -378,6 +418,13 @@ impl Conversation {
     /// Continues a conversation from its messages alone; the session reads them with the next message.
     pub fn restore_note(&mut self, note: &[u8]) -> Result<()> {
         Ok(self.chat.restore_note(&mut self.session, note)?)
+    }
+
+    /// Takes over the messages of a conversation with another model. The sampling parameters stay.
+    pub fn continue_from(&mut self, other: &Self) -> Result<()> {
+        let params = self.session.sampler().clone();
+        self.restore_note(&other.note()?)?;
+        self.set_sampler(params)
     }
 
     /// Continues a conversation from a snapshot. On an error the present conversation is unchanged.

@@ -1,10 +1,15 @@
 //! `waterline chat`: a conversation, on a terminal or through a pipe.
 
+mod attached;
+mod clipboard;
 mod commands;
 mod completion;
 mod conversation;
+mod edit;
+mod export;
 mod forks;
 mod gauge;
+mod help;
 mod input;
 mod screen;
 mod sessions;
@@ -13,12 +18,12 @@ mod status;
 mod tools;
 mod wrap;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use waterline::{PrefixStore, PrefixStoreOptions, StateFile};
+use waterline::{Canceller, PrefixStore, PrefixStoreOptions, StateFile};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
@@ -29,6 +34,7 @@ use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
 use crate::template_args::TemplateArgs;
 use crate::text::NO_TEMPLATE;
+use attached::Attached;
 use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
 use input::{Input, Line};
@@ -90,9 +96,41 @@ const STORE_BYTES: usize = 512 << 20;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut screen = Screen::new();
+    let conversation = open(args, args.model.as_deref(), &mut screen)?;
+    let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
+    let mut talk = Talk {
+        args,
+        commands: Commands::new(Sessions::new(conversation.session().model())),
+        keeps: screen.interactive() && !args.private,
+        ends_at_signal: Arc::new(AtomicBool::new(true)),
+        canceller: Arc::new(Mutex::new(conversation.session().canceller())),
+        warned: false,
+        said: false,
+        conversation,
+    };
+    // While a line is read, Ctrl-C is a key, so a signal is SIGTERM or SIGHUP. Through a pipe every signal ends the program.
+    let ends = talk.ends_at_signal.clone();
+    let canceller = talk.canceller.clone();
+    on_interrupt(move || match canceller.lock() {
+        Ok(canceller) if !ends.load(Ordering::SeqCst) => canceller.cancel(),
+        _ => std::process::exit(INTERRUPTED.into()),
+    })?;
+    if screen.interactive() {
+        screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;
+    }
+    if args.resume {
+        talk.commands
+            .run("resume", &mut talk.conversation, &mut screen)?;
+    }
+    let failed = talk.converse(&mut input, &mut screen)?;
+    Ok(ExitCode::from(u8::from(failed && !screen.interactive())))
+}
+
+/// Opens a conversation with the model at `path`, or with the built-in model.
+fn open(args: &Args, path: Option<&Path>, screen: &mut Screen) -> Result<Conversation> {
     let session = args.session.with_drafts(args.drafts);
-    let open = args.open.for_sessions(&session);
-    let model = open.model(args.model.as_deref())?;
+    let model = args.open.for_sessions(&session).model(path)?;
     let mut options = PrefixStoreOptions::default();
     let state = args.state.as_deref().map(StateFile::open).transpose()?;
     let state = state.map(Arc::new);
@@ -116,42 +154,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     conversation.set_thinking(args.thinking)?;
     conversation.set_form(&args.form)?;
     conversation.set_tools(&args.tools)?;
-    let mut screen = Screen::new();
     if !model.has_chat_template() {
         screen.notice(NO_TEMPLATE)?;
     }
-    let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
-    let mut talk = Talk {
-        commands: Commands::new(Sessions::new(&model)),
-        keeps: screen.interactive() && !args.private,
-        ends_at_signal: Arc::new(AtomicBool::new(true)),
-        warned: false,
-        said: false,
-        conversation,
-    };
-    // While a line is read, Ctrl-C is a key, so a signal is SIGTERM or SIGHUP. Through a pipe every signal ends the program.
-    let ends = talk.ends_at_signal.clone();
-    let canceller = talk.conversation.session().canceller();
-    on_interrupt(move || {
-        if ends.load(Ordering::SeqCst) {
-            std::process::exit(INTERRUPTED.into())
-        } else {
-            canceller.cancel()
-        }
-    })?;
-    if screen.interactive() {
-        screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;
-    }
-    if args.resume {
-        talk.commands
-            .run("resume", &mut talk.conversation, &mut screen)?;
-    }
-    let failed = talk.converse(&mut input, &mut screen)?;
-    Ok(ExitCode::from(u8::from(failed && !screen.interactive())))
+    Ok(conversation)
 }
 
 /// A conversation and its commands.
-struct Talk {
+struct Talk<'a> {
+    args: &'a Args,
     conversation: Conversation,
     commands: Commands,
     /// Whether the conversation is saved after each answer.
@@ -160,11 +171,13 @@ struct Talk {
     warned: bool,
     /// Set while a signal ends the program rather than an answer.
     ends_at_signal: Arc<AtomicBool>,
+    /// Cancels the work of the present session.
+    canceller: Arc<Mutex<Canceller>>,
     /// Set once the notice that only the messages are saved was shown.
     said: bool,
 }
 
-impl Talk {
+impl Talk<'_> {
     /// Reads and answers lines until the input ends. Returns whether any line failed.
     fn converse(&mut self, input: &mut Input, screen: &mut Screen) -> Result<bool> {
         let mut failed = false;
@@ -212,8 +225,13 @@ impl Talk {
             None => Action::Say(line),
         };
         let reply = match action {
-            Action::Say(text) => self.conversation.say(&text, screen),
-            Action::Again => self.conversation.say_again(screen),
+            Action::Say(text) => self.say(&text, screen),
+            Action::Again => self.conversation.say_again(None, screen),
+            Action::Instead(text) => self.conversation.say_again(Some(text), screen),
+            Action::Model(path) => {
+                self.change_model(&path, screen)?;
+                return Ok(true);
+            }
             Action::Done => return Ok(true),
             Action::Quit => return Ok(false),
         };
@@ -224,6 +242,38 @@ impl Talk {
             self.keep(screen)?;
         }
         reply.map(|_| true)
+    }
+
+    /// Sends a message after the texts of files, which stay for the next message if this one is not sent.
+    fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
+        let before = self.conversation.messages().len();
+        let text = self.commands.attached.message(text);
+        let reply = self.conversation.say(&text, screen);
+        if self.conversation.messages().len() > before {
+            self.commands.attached = Attached::default();
+        }
+        reply
+    }
+
+    /// Continues the conversation with another model, which reads the messages with the next one. On an error the present model stays.
+    fn change_model(&mut self, path: &Path, screen: &mut Screen) -> Result<()> {
+        if self.args.state.is_some() {
+            return Err(Error::usage(
+                "/model: the file of --state belongs to the present model",
+            ));
+        }
+        let mut other = open(self.args, Some(path), screen)?;
+        other.continue_from(&self.conversation)?;
+        if let Ok(mut canceller) = self.canceller.lock() {
+            *canceller = other.session().canceller();
+        }
+        self.commands.sessions = Sessions::new(other.session().model());
+        self.conversation = other;
+        let messages = self.conversation.messages().len();
+        let name = self.conversation.session().model().file();
+        screen.notice(&format!(
+            "{name}: {messages} messages are read with the next one"
+        ))
     }
 
     /// Shows the notices below an answer.

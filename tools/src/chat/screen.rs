@@ -76,6 +76,13 @@ impl Screen {
         Ok(())
     }
 
+    /// Sends a control sequence to the terminal.
+    pub fn control(&mut self, sequence: &str) -> Result<()> {
+        let mut out = std::io::stdout();
+        let sent = out.write_all(sequence.as_bytes());
+        sent.and_then(|()| out.flush()).map_err(Error::Stdout)
+    }
+
     /// Shows a notice from the program.
     pub fn notice(&mut self, text: &str) -> Result<()> {
         let text = shown(text);
