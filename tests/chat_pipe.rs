@@ -416,7 +416,7 @@ fn the_text_of_a_file_goes_in_front_of_the_next_message() {
 #[test]
 fn a_file_that_is_no_text_or_too_large_is_refused() {
     let place = Workplace::new();
-    let mut talk = Talk::new(&place, "qwen35-tiny");
+    let mut talk = Talk::new(&place, "qwen3.5-tiny");
     talk.flags.extend(["--context", "256"]);
     let plain = talk.answers("hello\n");
     let binary = place.path("binary");

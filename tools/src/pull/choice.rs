@@ -223,6 +223,12 @@ fn fitting(models: &[&Model], free: Option<u64>) -> Choice {
     chosen.choice((models.len() > 1).then_some(note))
 }
 
+/// The name of a GGUF file without its ending and the number of its part; other names as they are.
+pub fn stem(name: &str) -> &str {
+    let stem = split(name).map(|(stem, ..)| stem);
+    stem.or(name.strip_suffix(".gguf")).unwrap_or(name)
+}
+
 /// Splits `stem-00001-of-00003.gguf` into stem, number from 0, and count.
 fn split(name: &str) -> Option<(&str, usize, usize)> {
     let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;

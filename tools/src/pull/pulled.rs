@@ -44,15 +44,18 @@ pub struct Pulled {
 /// # Errors
 /// The environment names no cache.
 pub fn all() -> Result<Vec<Pulled>> {
-    let cache = cache()?;
-    let entries = fs::read_dir(&cache).into_iter().flatten().flatten();
+    Ok(inside(&cache()?))
+}
+
+fn inside(cache: &Path) -> Vec<Pulled> {
+    let entries = fs::read_dir(cache).into_iter().flatten().flatten();
     let folders: BTreeSet<PathBuf> = entries.map(|entry| entry.path()).collect();
     let mut all: Vec<Pulled> = folders.iter().flat_map(|one| models(one)).collect();
     let names: Vec<String> = all.iter().map(|model| model.short_name(&all)).collect();
     for (model, name) in all.iter_mut().zip(names) {
         model.name = name;
     }
-    Ok(all)
+    all
 }
 
 /// Finds the model that a name means: `name`, `org/name`, or one of these with `:FILE`, where FILE is the file's name or a word of it.
@@ -196,9 +199,9 @@ impl Pulled {
 
     /// The shortest name that only this model has.
     fn short_name(&self, all: &[Pulled]) -> String {
-        let stem = self.file.strip_suffix(".gguf").unwrap_or(&self.file);
+        let stem = choice::stem(&self.file);
         let words = stem.rsplit(['-', '/', ' ']).filter(|word| !word.is_empty());
-        let words = words.chain([&*self.file]);
+        let words = words.chain([stem, &self.file]);
         let [short, long] = [self.repository_name(), &self.repository];
         let alone = [short, long].into_iter().map(String::from);
         let endings = |name: &str| {
@@ -283,5 +286,55 @@ fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The short names of these files of `org/name` in a cache.
+    fn names(files: &[&str]) -> Vec<String> {
+        let cache = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = cache
+                .path()
+                .join("models--org--name/snapshots/ab")
+                .join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let all = inside(cache.path());
+        for model in &all {
+            let found = named(&all, &model.name);
+            assert!(
+                found.len() == 1 && all[found[0]].file == model.file,
+                "{}",
+                model.name
+            );
+        }
+        all.into_iter().map(|model| model.name).collect()
+    }
+
+    #[test]
+    fn a_short_name_is_the_shortest_that_means_one_model() {
+        assert_eq!(names(&["m-Q4_0.gguf"]), ["name"]);
+        assert_eq!(
+            names(&["m-Q4_0.gguf", "m-Q8_0.gguf"]),
+            ["name:Q4_0", "name:Q8_0"]
+        );
+        assert_eq!(
+            names(&["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf", "m-Q4_K.gguf"]),
+            ["name:Q4_K", "name:m-Q4_K_M", "name:UD"]
+        );
+        assert_eq!(
+            names(&["Q4_0.gguf", "Q4_0/Q4_0.gguf", "x/mmproj-F16.gguf"]),
+            ["name:Q4_0.gguf", "name:Q4_0/Q4_0"]
+        );
+        let parts = ["Q4_0/m-00001-of-00002.gguf", "Q4_0/m-00002-of-00002.gguf"];
+        assert_eq!(names(&parts), ["name"]);
+        assert_eq!(names(&[parts[0], "m.gguf"]), ["name:Q4_0", "name:m.gguf"]);
+        let both = ["config.json", "model.safetensors", "m.gguf"];
+        assert_eq!(names(&both), ["name:m", "name:safetensors"]);
     }
 }

@@ -94,10 +94,12 @@ impl Models {
         } else {
             let path = args.model.as_deref();
             let checkpoint = common.checkpoint(path)?;
-            let stem = path.and_then(|path| path.file_stem());
-            let name = match (&args.alias, stem) {
+            let file = path.and_then(|path| path.file_name());
+            let file = file.map(|name| name.to_string_lossy());
+            let name = match (&args.alias, &file) {
                 (Some(alias), _) => alias.clone(),
-                (None, Some(stem)) => stem.to_string_lossy().into_owned(),
+                // The rest of a directory's name may look like an extension: Qwen3.5-0.8B.
+                (None, Some(file)) => file.strip_suffix(".gguf").unwrap_or(file).into(),
                 (None, None) => "waterline".into(),
             };
             let loaded = Loaded::start(common, name, checkpoint)?;
