@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let written = std::io::stdout().write_all(text.as_bytes());
     written.map_err(Error::Stdout)?;
-    if all.is_empty() {
+    if all.is_empty() && !args.json {
         eprintln!("no model is downloaded; waterline pull org/name downloads one");
     }
     Ok(ExitCode::SUCCESS)
