@@ -1,12 +1,14 @@
 //! Formats of answers.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Keyword of llguidance in a schema that sets the whitespace of its JSON.
 const SPACING: &str = "x-guidance";
 
 /// The format of an answer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,

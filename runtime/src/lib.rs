@@ -62,10 +62,10 @@ pub use program::Schedule;
 #[doc(inline)]
 pub use sampler::SamplerParams;
 pub use session::{
-    Batch, Chat, ContextEnd, Description, EmbedOptions, Finish, Generate, GenerateOptions,
-    Generation, HistoryRead, LogitsHook, Piece, Pooler, PrefixStore, PrefixStoreOptions,
-    PrefixStoreStats, Rows, SEGMENT, Session, SessionOptions, SessionPlan, StateFile, StateRecord,
-    StateWriter, TensorEntry, ThoughtOptions,
+    Batch, Chat, ContextEnd, Description, Difference, EmbedOptions, Finish, Generate,
+    GenerateOptions, Generation, HistoryRead, LogitsHook, Piece, Pooler, PrefixStore,
+    PrefixStoreOptions, PrefixStoreStats, Receipt, ReceiptSession, Rows, SEGMENT, Session,
+    SessionOptions, SessionPlan, StateFile, StateRecord, StateWriter, TensorEntry, ThoughtOptions,
 };
 #[doc(inline)]
 pub use state::{

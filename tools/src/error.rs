@@ -33,6 +33,14 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+    /// What a file says is not what was found.
+    #[error("{}: {reason}", path.display())]
+    Differs {
+        /// The file.
+        path: PathBuf,
+        /// The difference.
+        reason: String,
+    },
     /// Invalid or conflicting arguments.
     #[error("{0}")]
     Usage(String),
@@ -103,7 +111,7 @@ impl Error {
             Error::Library(
                 Library::ContextFull { .. } | Library::Snapshot { .. } | Library::Rewind { .. },
             ) => 1,
-            Error::Output(_) | Error::Stdout(_) => 1,
+            Error::Output(_) | Error::Stdout(_) | Error::Differs { .. } => 1,
             Error::Library(_)
             | Error::Format(_)
             | Error::Io { .. }

@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// The examples of each command, a line each.
-const EXAMPLES: [(&str, &str); 21] = [
+const EXAMPLES: [(&str, &str); 22] = [
     (
         "chat",
         "waterline chat
@@ -15,6 +15,7 @@ waterline chat hf:org/name --resume",
         "waterline run \"Once upon a time\"
 waterline run model.gguf \"Why is the sky blue?\" -n 200
 waterline run model.gguf --raw -f beginning.txt
+waterline run \"Once upon a time\" --exact --receipt answer.json
 waterline run model.gguf \"A person\" --schema person.json --json --chat",
     ),
     (
@@ -24,6 +25,7 @@ waterline serve model.gguf --port 8000 --parallel 8 --store-dir checkpoints",
     ),
     ("read", "waterline read book.txt -o book.state"),
     ("check", "waterline check book.state book.txt"),
+    ("replay", "waterline replay answer.json"),
     (
         "embed",
         "waterline embed model.gguf \"A text\" \"Another text\"

@@ -26,6 +26,11 @@ pub struct GrammarArgs {
 impl GrammarArgs {
     /// Compiles the constraint on answers, if there is one.
     pub fn constraint(&self, model: &Model) -> Result<Option<Constraint>> {
+        Ok(self.compile(model)?.map(|(_, constraint)| constraint))
+    }
+
+    /// The grammar of answers, if there is one, and the constraint that it is compiled to.
+    pub fn compile(&self, model: &Model) -> Result<Option<(Grammar, Constraint)>> {
         let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| Error::io(path, e));
         let (grammar, path) = match (&self.schema, &self.grammar) {
             (Some(path), _) => {
@@ -45,9 +50,10 @@ impl GrammarArgs {
             _ => return Ok(None),
         };
         let compiled = model.constraints()?.compile(&grammar);
-        Ok(Some(compiled.map_err(|error| match path {
+        let compiled = compiled.map_err(|error| match path {
             Some(path) => Error::input(path, error.to_string()),
             None => error.into(),
-        })?))
+        })?;
+        Ok(Some((grammar, compiled)))
     }
 }

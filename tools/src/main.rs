@@ -39,6 +39,7 @@ mod pull;
 mod quantize;
 mod random;
 mod read;
+mod replay;
 mod retain;
 mod retention;
 mod run;
@@ -97,6 +98,7 @@ enum Command {
     Embed(embed::Args),
     Read(read::Args),
     Check(check_state::Args),
+    Replay(replay::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
     Imatrix(imatrix::Args),
@@ -157,6 +159,7 @@ fn main() -> ExitCode {
         Command::Embed(args) => embed::run(&args),
         Command::Read(args) => read::run(&args),
         Command::Check(args) => check_state::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use serde_json::json;
-use waterline::{Constraint, Finish, Generate, Model, StateFile};
+use waterline::{Constraint, Finish, Generate, Model, Receipt, StateFile};
 
 use crate::builtin::{OpenArgs, is_builtin};
 use crate::error::{Error, Result};
@@ -16,7 +16,8 @@ use crate::prompt::{EncodingArgs, PromptArgs, rendered};
 use crate::samples;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
-use crate::text::{json_line, shown};
+use crate::text::{json_line, shown, write};
+use crate::write_model::check_output;
 
 /// Printed when the prompt is read a second time.
 const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, the most that a cache of f16 holds; it is read \
@@ -49,6 +50,9 @@ pub struct Args {
     /// Continue from a state file that waterline read wrote, instead of an empty state.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
+    /// Write a receipt of the answer, from which waterline replay generates it again.
+    #[arg(long, value_name = "FILE")]
+    receipt: Option<PathBuf>,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
@@ -99,7 +103,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.show_prompt {
         eprintln!("{}", shown(&rendered(&*model.tokenizer()?, tokens)));
     }
-    let constraint = args.form.constraint(&model)?;
+    let (grammar, constraint) = args.form.compile(&model)?.unzip();
+    if let Some(path) = &args.receipt {
+        check_output(path, None)?;
+        if args.samples > 1 {
+            return Err(Error::usage(
+                "--receipt: expected one answer, without --samples",
+            ));
+        }
+    }
     if constraint.is_some() && args.samples > 1 {
         return Err(Error::usage(
             "--samples: cannot be combined with --schema, --grammar or --json-object",
@@ -143,9 +155,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         seconds: 0.0,
         error: None,
         is_cut: false,
+        receipt: None,
     };
     let limits = args.limits.options(prompt.end, prompt.thought);
+    if args.receipt.is_some() {
+        let (settings, sampler) = (session.receipt_session(), session.sampler().clone());
+        let mut receipt = Receipt::new(&model, settings, tokens.to_vec(), sampler)?;
+        if let Some(state) = &state {
+            receipt.set_state(state);
+        }
+        (receipt.options, receipt.grammar) = (limits.clone(), grammar);
+        completion.receipt = Some(receipt);
+    }
     completion.generate(session.generate(limits)?, constraint, args)?;
+    if let Some((path, receipt)) = args.receipt.as_ref().zip(completion.receipt.as_mut()) {
+        receipt.seal();
+        write(path, &json_line(receipt))?;
+    }
     if !warned {
         warn_beyond_training(&model, session.position());
     }
@@ -227,6 +253,8 @@ struct Completion {
     error: Option<Error>,
     /// Whether the answer ends before its grammar does.
     is_cut: bool,
+    /// The receipt, if one is written.
+    receipt: Option<Receipt>,
 }
 
 impl Completion {
@@ -244,6 +272,9 @@ impl Completion {
             pieces = pieces.constrained(constraint);
         }
         for piece in pieces.by_ref() {
+            if let (Some(receipt), Ok(piece)) = (&mut self.receipt, &piece) {
+                receipt.add(piece);
+            }
             let piece = match piece {
                 Ok(piece) if piece.text.is_empty() => continue,
                 Ok(piece) => piece.text,

@@ -58,7 +58,8 @@ impl SamplingArgs {
         set(self.presence_penalty, &mut params.presence_penalty);
         params.top_k = self.top_k.unwrap_or(params.top_k);
         params.penalty_window = self.penalty_window.unwrap_or(params.penalty_window);
-        params.seed = self.seed.unwrap_or(params.seed);
+        // Integers below 2^53 stay what they are in programs that read numbers as f64.
+        params.seed = self.seed.unwrap_or(params.seed >> 11);
         params.logit_bias.clone_from(&self.logit_bias);
         params
     }

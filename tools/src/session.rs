@@ -9,8 +9,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 #[cfg(feature = "serve")]
 use waterline::internal::Checkpoint;
 use waterline::{
-    ContextEnd, Description, Device, GenerateOptions, Kv, Model, PrefixStore, SamplerParams,
-    Session, SessionOptions, StateDtype, StateOptions, StepProgram, ThoughtOptions,
+    ContextEnd, Description, Device, GenerateOptions, Kv, Model, PrefixStore, Receipt,
+    SamplerParams, Session, SessionOptions, StateDtype, StateOptions, StepProgram, ThoughtOptions,
 };
 
 use crate::device::DeviceArgs;
@@ -146,6 +146,13 @@ impl SessionArgs {
             threads: vec![file.threads],
             ..self.clone()
         }
+    }
+
+    /// Opens a session with the options on which a receipt's answer depends.
+    pub fn open_for(&self, model: &Arc<Model>, receipt: &Receipt) -> Result<Session> {
+        let mut options = self.options(model, self.device.open()?)?;
+        receipt.session.set(&mut options);
+        self.announced(model, options)
     }
 
     /// Copies these arguments with a context of at least this many tokens.

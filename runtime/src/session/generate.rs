@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::constraint::Constraint;
 use crate::error::{Error, Result};
 use crate::loaded::Model;
@@ -13,7 +15,8 @@ use crate::session::thought::{Thought, ThoughtOptions};
 use crate::text::{StopStrings, TextStream, Tokenizer};
 
 /// When to stop and what to report.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct GenerateOptions {
     /// Largest number of tokens to generate.
@@ -50,7 +53,8 @@ impl Default for GenerateOptions {
 }
 
 /// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Finish {
     /// The model ended its answer; the end token has been read.
     End,

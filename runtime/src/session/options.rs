@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::PrefixStore;
 use crate::cpu::Pool;
 use crate::cuda::Device;
@@ -21,7 +23,8 @@ const GRID: usize = 256;
 const SINKS: usize = 4;
 
 /// Behaviour when the context of full attention is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ContextEnd {
     /// Calls fail with [`crate::Error::ContextFull`] and read nothing.
     #[default]

@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 use crate::loaded::Model;
 use crate::text::{ThoughtTags, Tokenizer, Turns};
 
 /// The thought with which an answer may begin.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ThoughtOptions {
     /// The texts around the thought.
+    #[serde(with = "tags_as_texts")]
     pub tags: ThoughtTags,
     /// Whether the prompt opens the thought. Otherwise only the model's first token can open it: a tag later in the answer is text.
     pub is_open: bool,
@@ -35,6 +39,25 @@ impl ThoughtOptions {
     /// [`Error::Template`] if the template fails.
     pub fn of_turns(turns: &Turns) -> Result<Self> {
         Ok(Self::new(turns.thought_tags(), turns.opens_thought()?))
+    }
+}
+
+/// Tags as a pair of texts, which must be those of a published model.
+mod tags_as_texts {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::text::ThoughtTags;
+
+    pub fn serialize<S: Serializer>(tags: &ThoughtTags, serializer: S) -> Result<S::Ok, S::Error> {
+        (tags.open, tags.close).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ThoughtTags, D::Error> {
+        let (open, close) = <(String, String)>::deserialize(from)?;
+        let tags = ThoughtTags::of_template(&format!("{open}{close}"));
+        tags.filter(|tags| (tags.open, tags.close) == (&*open, &*close))
+            .ok_or_else(|| D::Error::custom("expected the tags of a model's thoughts"))
     }
 }
 

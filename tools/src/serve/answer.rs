@@ -1,7 +1,7 @@
 //! An answer as it arrives: thoughts, text and tool calls.
 
 use serde::de::IgnoredAny;
-use waterline::{Answer, AnswerParser, AnswerPart, AnswerSyntax, Finish};
+use waterline::{Answer, AnswerParser, AnswerPart, AnswerSyntax, Finish, Receipt};
 
 use super::logprobs::TokenLogprob;
 use super::scheduler::Event;
@@ -20,6 +20,8 @@ pub struct Reply {
     pub finish: Option<Finish>,
     /// The stop text that ended the answer.
     pub stop: Option<String>,
+    /// The receipt, if the request asks for one.
+    pub receipt: Option<Box<Receipt>>,
 }
 
 /// The additions of one event to an answer.
@@ -71,6 +73,9 @@ impl Reply {
             }
             Event::Piece(piece, logprob) => {
                 added.logprobs.extend(logprob);
+                if let Some(receipt) = &mut self.receipt {
+                    receipt.add(&piece);
+                }
                 added.parts = match &mut self.parser {
                     Some(parser) => {
                         added.is_thought = parser.is_thinking();
@@ -87,6 +92,9 @@ impl Reply {
             Event::Cut => self.finish = Some(Finish::Length),
         }
         added.ends = self.finish.is_some();
+        if let Some(receipt) = self.receipt.as_mut().filter(|_| added.ends) {
+            receipt.seal();
+        }
         if let Some(parser) = self.parser.as_mut().filter(|_| added.ends) {
             // A stop text cuts a call as the limit does.
             added

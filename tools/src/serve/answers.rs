@@ -9,6 +9,7 @@ use hyper::header::HeaderValue;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
+use waterline::{Grammar, Receipt, SamplerParams};
 
 use super::App;
 use super::answer::{Added, Reply};
@@ -266,7 +267,7 @@ impl App {
     /// Submits prompts to the scheduler.
     async fn hand_over(
         self: &Arc<Self>,
-        (prompts, replies): (Vec<Prompt>, Vec<Reply>),
+        (prompts, mut replies): (Vec<Prompt>, Vec<Reply>),
         settings: Settings,
         notes: &mut Vec<String>,
         exchange: &Arc<Exchange>,
@@ -281,8 +282,14 @@ impl App {
                 return Err(Refusal::context_full(tokens, context));
             }
         }
-        let (form, more) = self.constraint(settings.form).await?;
+        let (form, more) = self.constraint(settings.form.clone()).await?;
+        let (grammar, form) = form.unzip();
         notes.extend(more);
+        if settings.receipt {
+            // The first receipt reads the model for its fingerprint.
+            self.make(|app| app.prompter.model().fingerprint().map(|_| ()))
+                .await?;
+        }
         let tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         let (mut places, share) = self.queue.enter(replies.len(), tokens)?;
         let (events, receiver) = unbounded_channel();
@@ -295,6 +302,10 @@ impl App {
         {
             let mut sampler = settings.sampler.clone();
             sampler.seed = sampler.seed.wrapping_add((index % settings.n) as u64);
+            if settings.receipt {
+                let receipt = self.receipt(&prompt.tokens, &sampler, &settings, grammar.clone())?;
+                replies[index].receipt = Some(Box::new(receipt));
+            }
             let template = prompt.template.as_ref();
             let submitted = self.queue.jobs.send(Job {
                 index,
@@ -327,6 +338,27 @@ impl App {
                 ..Usage::default()
             },
         })
+    }
+}
+
+impl App {
+    /// Begins the receipt of an answer.
+    fn receipt(
+        &self,
+        prompt: &[u32],
+        sampler: &SamplerParams,
+        settings: &Settings,
+        grammar: Option<Grammar>,
+    ) -> waterline::Result<Receipt> {
+        let state = settings.state.as_ref();
+        let before = state.map_or(0, |state| state.tokens().len());
+        let (model, session) = (self.prompter.model(), self.session.clone());
+        let mut receipt = Receipt::new(model, session, prompt[before..].to_vec(), sampler.clone())?;
+        if let Some(state) = state {
+            receipt.set_state(state);
+        }
+        (receipt.options, receipt.grammar) = (settings.generate.clone(), grammar);
+        Ok(receipt)
     }
 }
 

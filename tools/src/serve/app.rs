@@ -10,7 +10,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use waterline::internal::Checkpoint;
-use waterline::{CallFormat, Model, PrefixStore, PrefixStoreOptions};
+use waterline::{CallFormat, Model, PrefixStore, PrefixStoreOptions, ReceiptSession};
 
 use super::metrics::{Gauges, Metrics};
 use super::prompt::{Known, Prompter};
@@ -117,6 +117,8 @@ pub struct App {
     pub health: Arc<Health>,
     pub limits: Limits,
     pub sampling: SamplingArgs,
+    /// The options of the sessions, for receipts.
+    pub session: ReceiptSession,
     /// The format of the model's tool calls.
     pub format: &'static CallFormat,
     /// The most tokens that a session can read; `None` if there is no limit.
@@ -173,6 +175,7 @@ impl Loaded {
         let context = model
             .reads_context()
             .then(|| sessions[0].options().state.context);
+        let session = sessions[0].receipt_session();
         let state_bytes = sessions[0].state_bytes();
         let work_bytes = sessions.iter().map(|session| session.work_bytes());
         let bytes = weights + parallel * state_bytes + work_bytes.sum::<usize>();
@@ -207,6 +210,7 @@ impl Loaded {
             health,
             limits: args.limits.clone(),
             sampling: args.sampling.clone(),
+            session,
             format,
             context,
             state_bytes,

@@ -19,6 +19,9 @@ pub struct Wanted {
     pub is_strict: bool,
 }
 
+/// A grammar as it was compiled, and what it was compiled to.
+type Compiled = (Grammar, Constraint);
+
 impl Wanted {
     /// A grammar that holds in full.
     pub fn strict(grammar: Grammar) -> Self {
@@ -90,14 +93,11 @@ impl Wanted {
         }))
     }
 
-    /// Compiles the grammar. Returns also remarks on what it leaves to the model.
+    /// Compiles the grammar. Returns also the grammar as compiled, and remarks on what it leaves to the model.
     ///
     /// # Errors
     /// The errors of [`Constraints::compile`].
-    pub fn compile(
-        self,
-        constraints: &Constraints,
-    ) -> waterline::Result<(Constraint, Vec<String>)> {
+    pub fn compile(self, constraints: &Constraints) -> waterline::Result<(Compiled, Vec<String>)> {
         let (grammar, mut notes) = match self.grammar {
             Grammar::JsonSchema(schema) if !self.is_strict => {
                 let (schema, notes) = constraints.relax(&schema);
@@ -107,7 +107,7 @@ impl Wanted {
         };
         let mut compiled = constraints.compile(&grammar)?;
         notes.extend(compiled.warnings());
-        Ok((compiled, notes))
+        Ok(((grammar, compiled), notes))
     }
 }
 
@@ -128,7 +128,7 @@ impl App {
     pub async fn constraint(
         self: &Arc<Self>,
         wanted: Option<Wanted>,
-    ) -> Result<(Option<Constraint>, Vec<String>), Refusal> {
+    ) -> Result<(Option<Compiled>, Vec<String>), Refusal> {
         let Some(wanted) = wanted else {
             return Ok((None, Vec::new()));
         };
@@ -138,8 +138,8 @@ impl App {
             return_free_memory();
             compiled
         });
-        let (constraint, notes) = made.await?;
-        Ok((Some(constraint), notes))
+        let (compiled, notes) = made.await?;
+        Ok((Some(compiled), notes))
     }
 }
 

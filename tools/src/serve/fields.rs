@@ -164,6 +164,7 @@ const FIELDS: &[Field] = &[
     Field(&["logit_bias"], Kind::Any, ALL),
     Field(&["grammar"], Kind::Text, ALL),
     Field(&["state"], Kind::Text, ALL),
+    Field(&["receipt"], Kind::Flag, "CTL"),
     Field(&["json_schema"], Kind::Any, ALL),
     Field(&["response_format"], Kind::Object, ALL),
     Field(&["n"], Kind::Whole(1, MOST_ANSWERS), "CTL"),

@@ -196,6 +196,9 @@ fn finish(object: &mut Value, reply: &Reply, usage: &Usage) {
     object["truncated"] = false.into();
     object["timings"] = usage.timings();
     object["tokens_cached"] = object["timings"]["cache_n"].clone();
+    if let Some(receipt) = &reply.receipt {
+        object["receipt"] = json!(receipt);
+    }
 }
 
 impl Form for Native {

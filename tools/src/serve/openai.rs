@@ -195,6 +195,9 @@ impl Form for OpenAi {
             } else {
                 choice["text"] = reply.answer.content.clone().into();
             }
+            if let Some(receipt) = &reply.receipt {
+                choice["receipt"] = json!(receipt);
+            }
             choice
         };
         let choices = replies.iter().enumerate().map(choice).collect();
@@ -261,6 +264,9 @@ impl Form for OpenAi {
             } else {
                 let text = delta["content"].take();
                 choice["text"] = if text.is_null() { "".into() } else { text };
+            }
+            if let Some(receipt) = reply.receipt.as_ref().filter(|_| ends) {
+                choice["receipt"] = json!(receipt);
             }
             self.object(app, true, vec![choice])
         };

@@ -110,6 +110,8 @@ pub struct Settings {
     pub owner: u64,
     /// The state whose text comes before the prompts.
     pub state: Option<Arc<StateFile>>,
+    /// Whether each answer has a receipt.
+    pub receipt: bool,
     pub logprobs: Option<usize>,
     pub echo: bool,
     /// The grammar of the answers.
@@ -291,6 +293,7 @@ impl App {
                 .map(|name| self.states.find(name))
                 .transpose()?,
             stream: fields.flag("stream"),
+            receipt: fields.flag("receipt"),
             logprobs: logprobs.map(most),
             echo: false,
             form: Wanted::read(fields)?,
