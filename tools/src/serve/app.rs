@@ -88,6 +88,18 @@ pub struct Queue {
 }
 
 impl Queue {
+    /// Returns a queue with `places` free places, and its scheduler's end.
+    fn new(places: usize) -> (Self, mpsc::Receiver<Job>) {
+        let (jobs, received) = mpsc::channel();
+        let queue = Queue {
+            jobs,
+            places: Arc::new(Semaphore::new(places)),
+            most: places,
+            tokens: Arc::new(Semaphore::new(cost::MOST_WAITING_TOKENS)),
+        };
+        (queue, received)
+    }
+
     /// Takes places for `jobs` jobs whose prompts have `tokens` tokens together.
     pub fn enter(&self, jobs: usize, tokens: usize) -> Result<Places, Refusal> {
         let permits = |all: &Arc<Semaphore>, count| {
@@ -182,19 +194,13 @@ impl Loaded {
         let bytes = bytes.saturating_add(args.store.bytes() + states.bytes());
         let known = Arc::<Known>::default();
         let prompter = Prompter::new(&model, Arc::clone(&known))?;
-        let (jobs, receiver) = mpsc::channel();
-        let most = args.limits.queue.min(Semaphore::MAX_PERMITS);
-        let queue = Queue {
-            jobs,
-            places: Arc::new(Semaphore::new(most)),
-            most,
-            tokens: Arc::new(Semaphore::new(cost::MOST_WAITING_TOKENS)),
-        };
+        let places = args.limits.queue.min(Semaphore::MAX_PERMITS);
+        let (queue, jobs) = Queue::new(places);
         let is_token = |text: &str| prompter.tokenizer.token_id(text).is_some();
         let format = CallFormat::for_tools(prompter.template.source(), is_token);
         let health = Arc::<Health>::default();
         let shared = Shared {
-            jobs: receiver,
+            jobs,
             known,
             metrics: Arc::clone(&common.metrics),
             health: Arc::clone(&health),
@@ -278,5 +284,31 @@ impl App {
             "state_bytes": self.state_bytes,
             "tool_format": self.format.name,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prompts_that_wait_have_a_limit_together() {
+        let (queue, _jobs) = Queue::new(2);
+        let is_full = |tokens| {
+            queue
+                .enter(1, tokens)
+                .is_err_and(|refusal| refusal.status == StatusCode::SERVICE_UNAVAILABLE)
+        };
+        let waiting = queue
+            .enter(1, cost::MOST_WAITING_TOKENS - 5)
+            .unwrap_or_else(|_| panic!("there is room"));
+        assert!(is_full(6));
+        // The refused request has given its place back.
+        assert_eq!(queue.waiting(), 1);
+        assert!(queue.enter(1, 5).is_ok());
+        drop(waiting);
+        assert!(queue.enter(2, cost::MOST_WAITING_TOKENS).is_ok());
+        assert!(is_full(cost::MOST_WAITING_TOKENS + 1));
+        assert!(queue.enter(3, 0).is_err());
     }
 }

@@ -126,3 +126,62 @@ impl<T> Drop for Task<T> {
         self.1.abort();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+
+    /// Starts a request whose preparation is `prepare`.
+    fn start(
+        lanes: &Arc<Lanes>,
+        bytes: usize,
+        prepare: impl FnOnce() + Send + 'static,
+    ) -> tokio::task::JoinHandle<Result<(), Refusal>> {
+        let lanes = Arc::clone(lanes);
+        let work = async { Task::new(spawn_blocking(prepare)).await };
+        tokio::task::spawn_local(async move { lanes.run(bytes, work).await })
+    }
+
+    /// Prepares requests with bodies of this size, all at once. Returns the most preparations that ran at the same time.
+    async fn most_at_once(lanes: &Arc<Lanes>, bytes: usize) -> usize {
+        let running = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+        let mut requests = Vec::new();
+        for _ in 0..8 {
+            let running = Arc::clone(&running);
+            requests.push(start(lanes, bytes, move || {
+                let (now, most) = &*running;
+                most.fetch_max(1 + now.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(5));
+                now.fetch_sub(1, Ordering::SeqCst);
+            }));
+        }
+        for request in requests {
+            assert!(request.await.is_ok_and(|done| done.is_ok()));
+        }
+        running.1.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn long_requests_are_prepared_one_at_a_time_and_short_ones_do_not_wait() {
+        let (lanes, _threads) = Lanes::start().unwrap();
+        let lanes = Arc::new(lanes);
+        let runtime = Builder::new_current_thread().build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            assert_eq!(most_at_once(&lanes, SHORT + 1).await, 1);
+            assert!(most_at_once(&lanes, SHORT).await <= SHORT_THREADS);
+
+            // The long request waits for the short one, which comes later.
+            let both = Arc::new(Barrier::new(2));
+            let other = Arc::clone(&both);
+            let long = start(&lanes, SHORT + 1, move || drop(both.wait()));
+            let short = start(&lanes, SHORT, move || drop(other.wait()));
+            assert!(short.await.is_ok_and(|done| done.is_ok()));
+            assert!(long.await.is_ok_and(|done| done.is_ok()));
+        });
+    }
+}

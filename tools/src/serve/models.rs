@@ -79,15 +79,10 @@ impl Models {
     /// The model cannot be opened, or the folder cannot be read.
     pub fn open(common: &Arc<Common>) -> Result<Self> {
         let args = &common.args;
-        let machine = || Machine::here().memory_bytes;
-        let budget = match args.memory {
-            Some(mib) => mib.saturating_mul(1 << 20),
-            None => machine().map_or(usize::MAX, |bytes| bytes as usize / 4 * 3),
-        };
         let mut table = Table {
             common: Arc::clone(common),
             loaded: Mutex::default(),
-            budget,
+            budget: budget(args.memory, || Machine::here().memory_bytes),
         };
         if let Some(directory) = &args.models_dir {
             scan(directory).map_err(|e| Error::io(directory, e))?;
@@ -368,6 +363,14 @@ impl Table {
     }
 }
 
+/// Returns the most bytes that loaded models may take: `--memory` MiB, or three quarters of the machine's memory.
+fn budget(mebibytes: Option<usize>, machine: impl FnOnce() -> Option<u64>) -> usize {
+    match mebibytes {
+        Some(mebibytes) => mebibytes.saturating_mul(1 << 20),
+        None => machine().map_or(usize::MAX, |bytes| bytes as usize / 4 * 3),
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -396,5 +399,17 @@ pub fn unknown<'a>(name: Option<&str>, all: impl Iterator<Item = &'a str>) -> Re
         None => {
             Refusal::bad(format!("model: {expected}")).named("missing_required_parameter", "model")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_take_three_quarters_of_the_memory_unless_a_limit_is_given() {
+        assert_eq!(budget(None, || Some(8 << 30)), 6 << 30);
+        assert_eq!(budget(None, || None), usize::MAX);
+        assert_eq!(budget(Some(100), || Some(8 << 30)), 100 << 20);
     }
 }

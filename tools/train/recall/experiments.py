@@ -143,7 +143,8 @@ RATES = (1e-3, 3e-3, 1e-2)
 RETAINED = ("--window", "16", "--retained", "32", "--sink", "1")
 
 # Of tables, the most pairs of a stage are the most contexts, and the most keys of each.
-TABLES = (Stage(1000, 64, 22, 2), Stage(2000, 64, 74, 4), Stage(2500, 64, 158, 6), Stage(4500, 32, 274, 8))
+TABLES = (Stage(500, 64, 22, 2), Stage(1000, 64, 74, 4), Stage(600, 64, 158, 6), Stage(1000, 32, 274, 8), Stage(600, 12, 602, 12),
+    Stage(1000, 6, 1058, 16))
 FIRST = (Stage(3000, 128, 32, 6), Stage(1200, 64, 96, 22), Stage(1000, 48, 224, 54))
 
 EXPERIMENTS = {
@@ -162,8 +163,7 @@ EXPERIMENTS = {
         (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 96, 0), ("mqar", 128, 0)), ((1.0, 0.5),)),
     "hax": Experiment(
         {
-            f"{name}-rate-{rate:g}": Arm(config, authors_start, ("attention",) if "sparse_arch" in config else (), rate=rate)
-            for rate in (2e-3, 5e-3)
+            name: Arm(config, authors_start, ("attention",) if "sparse_arch" in config else (), rate=5e-3)
             for name, config in (
                 ("mamba2", mamba2()),
                 ("double-width", mamba2(hidden=128)),
@@ -173,7 +173,7 @@ EXPERIMENTS = {
                 ("hax", mamba2("sign_bin_lsh+key_selection")),
             )
         },
-        TABLES, ("table",), (("table", 16, 0), ("table", 25, 0), ("table", 36, 0), ("table", 49, 0), ("table", 64, 0))),
+        TABLES, ("table",), (("table", 64, 0), ("table", 144, 0), ("table", 256, 0))),
     "sla": Experiment(
         {
             "gla": Arm(gla() | TEXT),
