@@ -421,7 +421,7 @@ fn a_file_that_is_no_text_or_too_large_is_refused() {
     let plain = talk.answers("hello\n");
     let binary = place.path("binary");
     std::fs::write(&binary, [b'a', 0xff]).expect("a file");
-    let long = place.file("long", &"word ".repeat(400));
+    let long = place.file("long", "word ".repeat(400));
     let huge = place.path("huge");
     let empty = std::fs::File::create(&huge).expect("a file");
     empty.set_len(1 << 40).expect("a size");

@@ -178,8 +178,8 @@ mod tests {
             // The long request waits for the short one, which comes later.
             let both = Arc::new(Barrier::new(2));
             let other = Arc::clone(&both);
-            let long = start(&lanes, SHORT + 1, move || drop(both.wait()));
-            let short = start(&lanes, SHORT, move || drop(other.wait()));
+            let long = start(&lanes, SHORT + 1, move || _ = both.wait());
+            let short = start(&lanes, SHORT, move || _ = other.wait());
             assert!(short.await.is_ok_and(|done| done.is_ok()));
             assert!(long.await.is_ok_and(|done| done.is_ok()));
         });
