@@ -150,8 +150,11 @@ fn an_operand_that_is_not_named_is_noticed() {
         });
         let plan = model.plan(&plan).expect("a plan");
         let missed = missed.unwrap_or_default();
+        // A convolution of one tap has an empty history.
+        let is_empty = |operand| matches!(operand, Operand::State(tensor) if plan.tensors()[tensor].bytes == 0);
         let names: Vec<_> = missed
             .iter()
+            .filter(|&&(_, operand)| !is_empty(operand))
             .map(|&(op, operand)| (model.program().ops[op].name(), operand_name(operand, &plan)))
             // Only a GPU's router stores these.
             .filter(|(op, tensor)| !(*op == "Score" && tensor.ends_with("window_scores")))

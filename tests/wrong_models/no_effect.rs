@@ -3,7 +3,8 @@
 /// Keys that are read although some other values make the same model, with the reasons.
 pub const NO_EFFECT: &[(&str, &str)] = &[
     (
-        "bamba: rope_parameters.partial_rotary_factor, samba: use_conv_bias, nemotron_h: attention_bias",
+        "bamba: rope_parameters.partial_rotary_factor, samba: use_conv_bias, nemotron_h: attention_bias, \
+         mamba: tie_word_embeddings, samba: tie_word_embeddings",
         "the reference does the same whatever the file says",
     ),
     (
@@ -21,7 +22,7 @@ pub const NO_EFFECT: &[(&str, &str)] = &[
         "values that are rounded to the same, and periods longer than the model",
     ),
     (
-        "gla: conv_size, hgrn2: conv_size, granitemoehybrid: intermediate_size, hax_mamba: num_hash, \
+        "gla: conv_size, hgrn2: conv_size, mom: conv_size, sse: conv_size, mamba: num_hash, granitemoehybrid: intermediate_size, hax_mamba: num_hash, \
          laguna: rope_parameters.sliding_attention.partial_rotary_factor, nemotron_h: intermediate_size, \
          nemotron_h: mlp_bias, nemotron_h: moe_intermediate_size, nemotron_h: moe_latent_size, \
          nemotron_h: moe_shared_expert_intermediate_size, nemotron_h: n_routed_experts, nemotron_h: n_shared_experts, \
