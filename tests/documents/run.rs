@@ -35,7 +35,7 @@ const SHORT: [(&str, &str, &str); 10] = [
 ];
 
 /// Commands that do not run here, by their beginning or their script's path, with the reason.
-const NOT_RUN: [(&str, &str); 17] = [
+const NOT_RUN: [(&str, &str); 18] = [
     ("cargo", "builds or tests the workspace once more"),
     ("git", "prints the history"),
     ("perf", "other people's program"),
@@ -54,6 +54,10 @@ const NOT_RUN: [(&str, &str); 17] = [
     (
         "waterline pull",
         "needs the network; tests/pull.rs has a server",
+    ),
+    (
+        "waterline rm",
+        "needs a downloaded model; run by tests/pull.rs",
     ),
     ("waterline chat hf:", "needs the network"),
     ("waterline run hf:", "needs the network"),
