@@ -99,7 +99,7 @@ fn continue_killed(model: &Arc<Model>, path: &Path, bytes: &[u8]) {
     }
 }
 
-/// What follows from the text: the numbers of each record, and the bytes of its tokens, rows, state and logits.
+/// The parts that follow from the text: the numbers of each record, and the bytes of its tokens, rows, state and logits.
 fn parts(file: &[u8]) -> Vec<(&[u8], &[u8])> {
     let records = sealed::records(file).into_iter();
     let part =

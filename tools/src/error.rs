@@ -33,7 +33,7 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
-    /// What a file says is not what was found.
+    /// A file states something else than was found.
     #[error("{}: {reason}", path.display())]
     Differs {
         /// The file.

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::grammar::Grammar;
 use crate::loaded::Model;
 use crate::sampler::SamplerParams;
-use crate::state::Kv;
+use crate::state::{Kv, hex};
 
 /// The version of the format.
 const VERSION: u32 = 1;
@@ -265,8 +265,4 @@ fn invalid(reason: impl Into<String>) -> Error {
 /// The hash of all tokens of a state file.
 fn tokens_hash(file: &StateFile) -> Option<String> {
     file.records().last().map(|record| hex(&record.tokens_hash))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

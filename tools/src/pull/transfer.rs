@@ -132,9 +132,7 @@ fn git_hash(path: &Path, expected: &str) -> Result<String> {
         let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
         context.update(header);
         context.update(&bytes);
-        let hash = context.finish();
-        let digits = hash.as_ref().iter().map(|byte| format!("{byte:02x}"));
-        digits.collect::<String>()
+        sha256::digits(context.finish().as_ref())
     };
     // Mirrors that are not built on git list the plain hash.
     let plain = hash(b"");

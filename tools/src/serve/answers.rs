@@ -339,9 +339,7 @@ impl App {
             },
         })
     }
-}
 
-impl App {
     /// Begins the receipt of an answer.
     fn receipt(
         &self,

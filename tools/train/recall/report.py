@@ -78,9 +78,9 @@ def chosen(experiment, arms):
     return best
 
 
-def cell(values):
+def cell(values, digits=1):
     error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return f"{mean(values):.1f} ± {error:.1f}"
+    return f"{mean(values):.{digits}f} ± {error:.{digits}f}"
 
 
 def table(experiment, questions):
@@ -114,17 +114,10 @@ def losses(experiment, shown):
         control = found.get((arms.get(controls[arm]), ""))
         for (_, without), values in (item for item in found.items() if item[0][0] == arm):
             off = " − " + without.replace("+", ", ") if without else ""
-            gain = f"{difference(control, values)} ({controls[arm]})" if control else ""
-            lines.append(f"| {title}{off} | {figure(values)} | {gain} |")
+            below = [a - b for a, b in zip(control, values, strict=True)] if control else []
+            gain = f"{cell(below, 3)} ({controls[arm]})" if below else ""
+            lines.append(f"| {title}{off} | {cell(values, 3)} | {gain} |")
     return "\n".join(lines) + "\n"
-
-
-def figure(values):
-    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
-
-
-def difference(above, below):
-    return figure([a - b for a, b in zip(above, below, strict=True)])
 
 
 DRAWN = {"recall": table, "loss": losses}

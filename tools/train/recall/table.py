@@ -6,6 +6,8 @@ the percentage of right answers with its standard error.
 """
 
 import csv
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ def run(*command):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def ask(waterline, model, asked, switches, path, books=None):
@@ -32,8 +35,7 @@ def ask(waterline, model, asked, switches, path, books=None):
             if not keys:
                 continue
             if task == text.TASK:
-                row = text.loss(waterline, books, model, length, without)
-                table[row["without"], task, 0, length] = row
+                table[without.replace(",", "+"), task, 0, length] = loss(waterline, books, model, length, without)
             else:
                 part = Path(f"{path}.part")
                 command = [waterline, "eval", "recall", model, "--task", task, "--keys", ",".join(map(str, keys)), "--length", str(length)]
@@ -45,6 +47,14 @@ def ask(waterline, model, asked, switches, path, books=None):
                 writer = csv.DictWriter(file, next(iter(table.values())))
                 writer.writeheader()
                 writer.writerows(table.values())
+
+
+def loss(waterline, books, model, length, without):
+    """Returns a model's loss on the held-out books, in nats per token, read from an empty state at most `length` tokens at a time."""
+    command = [waterline, "eval", "bpb", books / "held.jsonl", model, "--tokens", str(length), "--threads", "1", "--json"]
+    result = json.loads(run(*command, *(["--without", without] if without else [])))
+    return {"model": Path(model).stem, "without": without.replace(",", "+"), "task": text.TASK, "keys": 0, "length": length,
+        "tokens": result["tokens"], "loss": f"{result['bits_per_token'] * math.log(2):.5f}", "model_sha256": result["model_sha256"]}
 
 
 def read(path):

@@ -1,4 +1,4 @@
-"""Language-model loss as an experiment's task: rows of books for training, and the loss of trained models on other books.
+"""Text as an experiment's task: rows of books for training, and other books for the loss of trained models.
 
     text.py CORPUS OUT    writes OUT/train.npy (token numbers of the books, BOS before each), held.jsonl, and the tokenizer's files
 
@@ -7,9 +7,7 @@ CORPUS is the folder of the built-in model's corpus (tools/train).
 
 import json
 import lzma
-import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -52,17 +50,6 @@ def add_tokenizer(folder, model):
     """Copies the text's tokenizer to a model's directory, which lets `waterline convert` read text with it."""
     for name in TOKENIZER:
         shutil.copy(folder / name, model / name)
-
-
-def loss(waterline, folder, model, length, without):
-    """Returns a model's loss on the held-out books, in nats per token, read from an empty state at most `length` tokens at a time."""
-    command = [waterline, "eval", "bpb", folder / "held.jsonl", model, "--tokens", str(length), "--threads", "1", "--json"]
-    done = subprocess.run(command + (["--without", without] if without else []), capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-    result = json.loads(done.stdout)
-    return {"model": Path(model).stem, "without": without.replace(",", "+"), "task": TASK, "keys": 0, "length": length,
-        "tokens": result["tokens"], "loss": f"{result['bits_per_token'] * math.log(2):.5f}", "model_sha256": result["model_sha256"]}
 
 
 def main():

@@ -13,7 +13,7 @@ mod touched;
 
 pub use arena::Arena;
 pub use finite::is_sound;
-pub use identity::{Fingerprint, Identity};
+pub use identity::{Fingerprint, Identity, hex};
 pub use plan::{HEADER, HISTORY, LOGITS, SAMPLER};
 pub use plan::{
     Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensor,

@@ -160,6 +160,7 @@ impl<T: Read> Read for Keyed<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::hex;
 
     #[test]
     fn the_hash_is_that_of_rfc_4231() {
@@ -168,9 +169,8 @@ mod tests {
         key[..20].fill(0x0b);
         let mut keyed = Keyed::new(Vec::new(), &Key::new(key));
         keyed.write_all(b"Hi There").unwrap();
-        let hex: String = keyed.tag().iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(
-            hex,
+            hex(&keyed.tag()),
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"
         );
     }

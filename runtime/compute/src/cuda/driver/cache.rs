@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use waterline_quant::{NewFile, check_private_folder, create_private_folder};
 
+use crate::state::hex;
+
 const MAGIC: &[u8; 8] = b"WLCUBIN3";
 const DIGEST: usize = 32;
 
@@ -28,11 +30,6 @@ pub(crate) fn key(source: &str, options: &[String]) -> String {
         architecture.unwrap_or_default(),
         hex(&hash.finalize())
     )
-}
-
-/// Returns bytes in hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A folder of compiled kernels.
